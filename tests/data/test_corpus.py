@@ -163,3 +163,15 @@ def test_vocabulary_that_changes_texts_is_reported(tmp_path: Path) -> None:
         (tmp_path / f"{name}.txt").write_text(f"Upper CASE {name}")
     with pytest.warns(InputWarning, match="does not keep texts exactly"):
         Corpus(str(tmp_path), tokenizer=Tokenizer(8, vocabulary="clip"), folds=2)
+
+
+def test_run_whose_held_out_texts_are_gone_is_refused(folder: Path) -> None:
+    corpus = make_corpus(folder)
+    corpus.start_log(SampleRecord(folds=5))
+    assert corpus.log is not None
+    for sample in corpus.validation:
+        (folder / f"{sample}.txt").unlink()
+    changed = make_corpus(folder)
+    changed.start_log(corpus.log.make_record())
+    with pytest.raises(ValueError, match="the validation set must hold windows for each rank, got 0"):
+        changed.val_dataloader()

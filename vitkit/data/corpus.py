@@ -91,7 +91,7 @@ class ScoredWindows(Windows):
         return max(1, self.context // 2)
 
     def __len__(self) -> int:
-        return 1 + -(-max(0, len(self.stream) - self.context) // self.stride)
+        return -(-max(0, len(self.stream) - self.context) // self.stride) + min(1, len(self.stream))
 
     def place(self, pick: Pick) -> tuple[int, range]:
         last = max(0, len(self.stream) - self.context)
