@@ -127,7 +127,7 @@ def test_tied_logits_are_products_with_the_embeddings(randomise):
     ids = torch.randint(12, (2, 5))
     decoder, untied = (build_decoder(randomise, tied=tied, logit_scale=0.5) for tied in (True, False))
     assert {*untied.state_dict()} - {*decoder.state_dict()} == {"head.weight"}
-    for model, matrix in ((decoder, decoder.embed.tokens.weight), (untied, untied.head.weight)):
+    for model, matrix in ((decoder, decoder.embed.tokens.weight), (untied, untied.get_parameter("head.weight"))):
         features = model.features(*model.embed(ids))
         assert_close(model(ids), features @ matrix.T / 2)
 
