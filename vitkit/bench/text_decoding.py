@@ -48,8 +48,18 @@ def build_decoders(size: str) -> tuple[TextDecoder, Any]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     dim, depth, heads, _ = SIZES[size]
-    sizes = {"vocab_size": VOCABULARY, "n_positions": CONTEXT, "n_embd": dim, "n_layer": depth, "n_head": heads}
-    config = GPT2Config(**sizes, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, eos_token_id=None, bos_token_id=0)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=CONTEXT,
+        n_embd=dim,
+        n_layer=depth,
+        n_head=heads,
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+        eos_token_id=None,
+        bos_token_id=0,
+    )
     peer = GPT2LMHeadModel(config)
     converter = gpt2_converter.CONVERTER
     hf_config = config.to_dict()
