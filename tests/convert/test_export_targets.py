@@ -43,7 +43,9 @@ def fill_links(model: dict[str, Any], size: list[int], channels: int) -> dict[st
 
 def list_recipes() -> list[str]:
     recipes = {path.stem: read_recipe(path.stem) for path in sorted(CONFIGS.glob("*.yaml"))}
-    return [name for name, recipe in recipes.items() if "model" in recipe.get("model", {}).get("init_args", {})]
+    models = {name: recipe.get("model", {}).get("init_args", {}).get("model") for name, recipe in recipes.items()}
+    # The text decoders have LayerNorm and rotary positions, as no class of transformers that is written.
+    return [name for name, model in models.items() if model and not model.get("class_path", "").endswith("TextDecoder")]
 
 
 @pytest.mark.parametrize("name", list_recipes())

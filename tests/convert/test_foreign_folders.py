@@ -272,7 +272,8 @@ def test_unknown_model_type_raises_with_the_known_ones(vit: tuple[Path, Any]) ->
     folder, _ = vit
     config = json.loads((folder / "config.json").read_text()) | {"model_type": "bert"}
     (folder / "config.json").write_text(json.dumps(config))
-    known = "vit, deit, vit_mae, dinov2, dinov2_with_registers, clip, clip_vision_model, siglip, siglip_vision_model"
+    known = "vit, deit, vit_mae, dinov2, dinov2_with_registers, clip, clip_vision_model, siglip, siglip_vision_model, "
+    known += "llama, gpt2"
     with pytest.raises(ValueError, match=f"config.json: model_type must be one of {known}, got model_type='bert'"):
         import_source(folder)
 
@@ -301,7 +302,7 @@ def test_one_converter_reads_and_writes_a_family_of_text_towers(
 ) -> None:
     conversion, out = import_source(text_folder), tmp_path / "out"
     out.mkdir()
-    with pytest.raises(ValueError, match="must be one of ViT, MAE, CLIP to be written for transformers, got TextTower"):
+    with pytest.raises(ValueError, match="CLIP, TextDecoder to be written for transformers, got TextTower"):
         write_hf(conversion, out)
     monkeypatch.setattr(model_types, "CONVERTERS", (*model_types.CONVERTERS, Toy(conversion.config).make_converter()))
     assert write_hf(conversion, out)[0] == 'transformers.Toy.from_pretrained("DIR")'
