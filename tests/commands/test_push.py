@@ -167,7 +167,8 @@ def test_example_of_a_text_tower_s_card_runs(text_folder: Path, tmp_path: Path) 
 
 def test_model_class_without_a_card_is_refused(run: Path) -> None:
     bundle = open_model(run / "model")._replace(model=torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="must be one of ViT, MAE, CLIP, TextTower to have a card, got a Linear in"):
+    kinds = "ViT, MAE, CLIP, TextTower, TextDecoder"
+    with pytest.raises(ValueError, match=f"must be one of {kinds} to have a card, got a Linear in"):
         make_card(bundle, run / "model", "me/tiny")
 
 

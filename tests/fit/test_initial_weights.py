@@ -237,7 +237,7 @@ def test_custom_task_is_a_subclass_or_comes_with_data(mae: Path) -> None:
 def test_model_without_a_known_task_is_refused(tmp_path: Path) -> None:
     folder = write_text_folder(tmp_path / "texts")
     message = (
-        rf"pretrained must be a model with a known task \(ViT, MAE, CLIP\), got TextTower in {folder}; "
+        rf"pretrained must be a model with a known task \(ViT, MAE, CLIP, TextDecoder\), got TextTower in {folder}; "
         "give --model and --data, or take pretrained_text$"
     )
     for options in ([], ["--model=a.Complete"], ["--data=a.Corpus"], [f"--model={CLASSIFY.task}"]):

@@ -13,6 +13,6 @@ def require_package(package: str, feature: str, extra: str = "demo") -> Path:
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise MissingPackage(
-            f'{feature} needs the package {package}, which is not installed; pip install "vitkit[{extra}]"'
+            f'{feature} needs the package {package}, which is missing; pip install "vitkit[{extra}]"'
         )
     return Path(spec.origin).parent
