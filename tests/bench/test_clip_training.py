@@ -59,6 +59,7 @@ def test_sentences_are_fixed_and_have_about_twelve_ids() -> None:
     assert len(set(list_imagenet_prompts())) > 79_000
 
 
+@pytest.mark.soak
 def test_table_has_a_row_for_each_step(capfd: pytest.CaptureFixture[str], tmp_path) -> None:
     path = tmp_path / "rows.json"
     options = ["--batch", "2", "--pairs", "1", "--threads", "1", "--json", str(path), "--device", "cpu"]

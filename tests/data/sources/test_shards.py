@@ -294,7 +294,7 @@ def test_epoch_resumed_in_the_middle_reads_each_sample_once(workers: int, shards
     assert counts == Counter(data.training)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_killed_run_on_shards_resumes_to_the_same_end(shards: str, tmp_path: Path) -> None:
     encoder = {"class_path": "vitkit.nn.Encoder", "init_args": {"dim": 16, "depth": 1, "heads": 2}}
     model = {"class_path": "vitkit.models.ViT", "init_args": {"patch_size": [4, 4], "encoder": encoder}}
