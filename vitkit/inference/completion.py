@@ -109,9 +109,10 @@ def encode_prompts(bundle: Bundle, texts: Sequence[str], steps: int | None) -> l
     rows = [[*vocabulary.begin, *ids] or [vocabulary.end] for ids in get_tokenizer(bundle).encode(texts)]
     for text, row in zip(texts, rows, strict=True):
         if len(row) + (steps or 1) > context:
+            given, fewer = ("", "") if steps is None else (f" and steps={steps}", ", or take fewer steps")
             raise ValueError(
                 f"a prompt and its new ids must fit into the model's context of {context}, got {len(row)} ids of "
-                f"{text!r:.80} and steps={steps or 1}; shorten the prompt, or take fewer steps"
+                f"{text[:80]!r}{given}; shorten the prompt to at most {max(0, context - (steps or 1))} ids{fewer}"
             )
     return rows
 
