@@ -2,6 +2,7 @@
 
 from collections import Counter
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from vitkit.data import token_stream
 from vitkit.data.corpus import IGNORED, Corpus, WindowBatch, Windows, number_documents
-from vitkit.data.order import Pick
+from vitkit.data.order import Pick, TrainingOrder
 from vitkit.data.sample_record import SampleRecord
 from vitkit.data.tokenizer import Tokenizer
 from vitkit.support.errors import InputWarning
@@ -26,8 +27,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "texts"
 
 
-def make_corpus(folder: Path, context: int = 8, **options: object) -> Corpus:
-    return Corpus(str(folder), tokenizer=Tokenizer(context, vocabulary="bytes"), **options)  # type: ignore[arg-type]
+def make_corpus(folder: Path, context: int = 8, **options: Any) -> Corpus:
+    return Corpus(str(folder), tokenizer=Tokenizer(context, vocabulary="bytes"), **options)
 
 
 def read_windows(windows: object, epoch: int = 0) -> WindowBatch:
@@ -74,7 +75,7 @@ def test_order_is_that_of_a_resumed_run(folder: Path) -> None:
     corpus, again = make_corpus(folder, batch=2), make_corpus(folder, batch=2)
     whole, part = corpus.train_dataloader(), again.train_dataloader()
     batches = [batch.ids for batch in whole]
-    part.sampler.done = (0, 3)  # type: ignore[attr-defined]
+    cast(TrainingOrder, part.sampler).done = (0, 3)
     assert torch.equal(torch.stack([batch.ids for batch in part]), torch.stack(batches[3:]))
     assert len(whole) == corpus.count_batches(1) == -(-len(corpus.training_items) // 2)
 
@@ -130,7 +131,7 @@ def test_ids_of_a_large_corpus_are_mapped_from_one_file(
     monkeypatch.setattr(token_stream, "MAPPED", 1)
     mapped = make_corpus(folder)
     files = [*(tmp_path / "vitkit" / "tokens").iterdir()]
-    assert len(files) == 2 and isinstance(mapped.training_samples.stream.ids, np.memmap)  # type: ignore[attr-defined]
+    assert len(files) == 2 and isinstance(cast(Windows, mapped.training_samples).stream.ids, np.memmap)
     one, two = read_windows(whole.training_samples), read_windows(mapped.training_samples)
     assert torch.equal(one.ids, two.ids) and torch.equal(one.indices, two.indices)
     times = {file: file.stat().st_mtime_ns for file in files}

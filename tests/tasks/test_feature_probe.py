@@ -78,10 +78,11 @@ def test_probes_run_every_so_many_epochs_and_in_the_last(mae: MAE, few: Few, tra
     assert task.probe.epoch == 5
 
 
-def test_run_that_ends_by_steps_is_probed(mae: MAE, few: Few, trainer: Fit) -> None:
+def test_run_that_ends_by_steps_is_probed(mae: MAE, few: Few, trainer: Fit, tmp_path: Path) -> None:
     task = Reconstruct(mae, lr=1e-3, probe_every=10, pictures_every=0)
     trainer(-1, max_steps=3, log_every_n_steps=1).fit(task, datamodule=few(training=30, batch=10, validation=20))
     assert task.probe.epoch == 1 and "linear probe on features" in task.probe.scores
+    assert ("probes are fitted to 30 training pictures", "") in task.summarize(tmp_path, "last epoch", False).rows
 
 
 def test_averaged_weights_are_probed(mae: MAE, few: Few, trainer: Fit) -> None:

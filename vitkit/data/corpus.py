@@ -72,7 +72,7 @@ class Windows(Dataset[WindowBatch]):
 
     def __getitem__(self, picks: Sequence[Pick]) -> WindowBatch:
         places = [self.place(pick) for pick in picks]
-        rows = [self.stream.read(first, self.context + 1) for first, _ in places]
+        rows = [self.stream.read_ids(first, self.context + 1) for first, _ in places]
         windows = torch.from_numpy(np.array(rows, np.int64).reshape(-1, self.context + 1))
         ids, targets = windows[:, :-1], torch.full((len(rows), self.context), IGNORED)
         for row, window, (_, counted) in zip(targets, windows, places, strict=True):
@@ -114,7 +114,7 @@ class Corpus(Data):
 
     The id that starts a text, the end of the one before, stands between texts, and no id attends to another text: a
     text among others is predicted as it is alone. Line ends are read as \\n. Texts that are empty or not in UTF-8 are
-    left out and counted.
+    left out and counted. The ids of 16 MB of texts and more are kept in a file in `get_token_folder()`.
 
     Args:
         train, val: the sources of texts: a .txt, a folder of them, a column `text` of a table or data set, shards with

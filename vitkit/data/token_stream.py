@@ -49,7 +49,7 @@ class TokenStream:
     def __len__(self) -> int:
         return len(self.content) if isinstance(self.content, np.ndarray) else len(self.ids)
 
-    def read(self, first: int, count: int) -> Int64[np.ndarray, " n"]:
+    def read_ids(self, first: int, count: int) -> Int64[np.ndarray, " n"]:
         """Return ids from the first on; behind the last one the row begins again."""
         ids = self.ids
         return ids[np.arange(first, first + count) % len(ids)].astype(np.int64)

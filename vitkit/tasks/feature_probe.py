@@ -36,6 +36,7 @@ class FeatureProbe:
         self.scores: dict[str, float] = {}  # the last ones, after `epoch` epochs
         self.baselines: dict[str, float] = {}
         self.epoch: int | None = None
+        self.fitted = 0  # training images
 
     def adapt(self, data: ImageData) -> None:
         self.enabled = self.every > 0 and data.one_label
@@ -67,6 +68,7 @@ class FeatureProbe:
         if not self.due:
             return {}
         training, validation = gather_features(self.training or []), gather_features(self.validation)
+        self.fitted = len(training.labels)
         if self.scores:  # the scores of pixels do not change
             training, validation = (part._replace(pixels=part.pixels[:, :0]) for part in (training, validation))
         self.scores |= probes.score_predictions(probes.fit_probes(training, validation), validation.labels).accuracy

@@ -179,6 +179,7 @@ class Reconstruct(Task):
             "explained variance", shares["explained variance"], {"the mean of each patch": 0.0}
         )
         better += list_inputs_above_features(probes)
+        fitted = [f"probes are fitted to {format_count(self.probe.fitted, 'training pictures')}"] if probes else []
         figures = f"examples: {run}/reconstructions; " if self.pictures_every else ""
         normalised = f"\n({TRUE_STATISTICS})" if self.mae.norm_pix else ""
         finetune = f"vitkit fit --config configs/finetune_folder.yaml --pretrained {run}/model --data.train PICTURES"
@@ -188,6 +189,7 @@ class Reconstruct(Task):
             [
                 *((name, f"{error:.4f}") for name, error in errors.items()),
                 *((name, f"{share:.2%}") for name, share in shares.items()),
+                *((sentence, "") for sentence in fitted),
                 *((sentence, "") for sentence in better),
             ],
             {

@@ -1,6 +1,6 @@
 """Hugging Face's config.json of GPT-2 as the config of a TextDecoder, and back. Dropout is not read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from vitkit.convert import config_slots
@@ -80,7 +80,9 @@ class GPT2Target(NamedTuple):
     trunk: Trunk
 
 
-def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def write_config(
+    config: Mapping[str, Any], class_names: Sequence[str] = (), multilabel: bool = False
+) -> dict[str, Any]:
     """Return the config.json of a TextDecoder. Raises: ValueError that lists every setting that GPT-2 does not have."""
     args, trunk = check_gpt2_decoder(config)
     return {

@@ -3,7 +3,7 @@
 H heads, K key/value heads, Dh head width.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -114,7 +114,9 @@ class LlamaTarget(NamedTuple):
         return int(self.encoder.args["dim"] * self.mlp.args["ratio"])
 
 
-def write_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def write_config(
+    config: Mapping[str, Any], class_names: Sequence[str] = (), multilabel: bool = False
+) -> dict[str, Any]:
     """Return the config.json of a TextDecoder. Raises: ValueError that lists every setting that Llama does not have."""
     target = check_llama_decoder(config)
     heads, kv_heads, head_dim = target.heads
